@@ -368,6 +368,9 @@ func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) 
 	}
 	prompts, texts, owners := make([]*asked, len(all)), textsOf(all), map[string]int{}
 	for i := range all {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		out := all[i].output
 		if out == 0 {
 			out = lengths[chance.IntN(len(lengths))]
@@ -434,9 +437,10 @@ type texts map[uint64]*text // by the hash of a beginning that several prompts h
 
 type text struct {
 	id     string
-	tokens int      // 0: no prompt with it was seen yet
-	next   string   // the segment that followed in the latest prompt
-	ended  []*asked // prompts of which no longer beginning has a hash
+	tokens int    // 0: no prompt with it was seen yet
+	next   string // the segment that followed in the latest prompt
+	// Prompts of which no longer beginning has a hash, by their tokens without and with the response: the latest.
+	ended map[int]*asked
 }
 
 // textsOf finds what several prompts begin with. Most beginnings are those of one prompt, and need no memory.
@@ -459,6 +463,7 @@ func textsOf(all []attempt) texts {
 
 // asked is an earlier prompt, with its response.
 type asked struct {
+	number         int
 	segments       []segment
 	prompt, output int
 	answer         string
@@ -476,7 +481,7 @@ const (
 // as a power of two of blocks. How many tokens an engine had of it tells more: the whole turn before it, or else what
 // followed in the latest prompt with the same beginning.
 func (t texts) of(e *attempt, i, output int) *asked {
-	r := &reading{asked: &asked{prompt: e.prompt, output: output, answer: "answer " + strconv.Itoa(i),
+	r := &reading{asked: &asked{number: i, prompt: e.prompt, output: output, answer: "answer " + strconv.Itoa(i),
 		conversation: i}, cached: e.cached, last: &text{}, shares: true}
 	own := false
 	for _, p := range e.prefixes {
@@ -493,7 +498,10 @@ func (t texts) of(e *attempt, i, output int) *asked {
 	}
 	r.follow("rest "+strconv.Itoa(i), r.prompt, false)
 	if !own {
-		r.last.ended = append(r.last.ended, r.asked)
+		if r.last.ended == nil {
+			r.last.ended = map[int]*asked{}
+		}
+		r.last.ended[r.prompt], r.last.ended[r.prompt+output] = r.asked, r.asked
 	}
 	return r.asked
 }
@@ -543,14 +551,12 @@ func (r *reading) begin(before *asked) {
 }
 
 // turn is the latest prompt of which an engine has so many tokens, and hardly more.
-func (t *text) turn(cached int) *asked {
+func (t *text) turn(cached int) (latest *asked) {
 	slack := cached / rounded
-	for _, a := range slices.Backward(t.ended) {
-		for _, whole := range [2]int{a.prompt, a.prompt + a.output} {
-			if over := whole - cached; over >= -slack && over < together+slack {
-				return a
-			}
+	for whole := cached - slack; whole < cached+together+slack; whole++ {
+		if a := t.ended[whole]; a != nil && (latest == nil || a.number > latest.number) {
+			latest = a
 		}
 	}
-	return nil
+	return latest
 }

@@ -116,6 +116,26 @@ func busy(t *testing.T) (Fleet, *Trace) {
 	return f, trace
 }
 
+// That many requests begin with the same message of the system makes reading them no slower for each.
+func TestManyRequestsWithOneBeginningAreReadInTime(t *testing.T) {
+	took := func(hash func(i int) uint64) time.Duration {
+		all := make([]*record.Entry, 40_000)
+		for i := range all {
+			in := decide.Input{Prompt: 2000 + i%4000, Decode: []decide.Candidate{{Cached: 512}}}
+			in.Prefill = []decide.Candidate{{Speed: decide.Speed{Base: .01, PerPrompt: 1e-5}}}
+			in.Decode[0].Speed = in.Prefill[0].Speed
+			all[i] = &record.Entry{At: time.Duration(i) * time.Millisecond, Recorded: decide.Recorded{Input: in,
+				Result: decide.Result{Output: 100}}, Prefixes: []record.Prefix{{Hash: hash(i), Tokens: 512}}}
+		}
+		begun := time.Now()
+		_, err := ReadRecorded(t.Context(), read(&record.Header{Share: 1, Policy: record.Spec{Mode: "never"}}, all), 1)
+		require.NoError(t, err)
+		return time.Since(begun)
+	}
+	own := took(func(i int) uint64 { return uint64(i) })
+	assert.Less(t, took(func(int) uint64 { return 1 }), 8*own+100*time.Millisecond)
+}
+
 func TestAReplayOfTheRecordedSetUpIsWhatWasRecorded(t *testing.T) {
 	f, trace := busy(t)
 	r, came := taken(t, f, trace, record.Spec{Mode: "threshold", UncachedTokens: 2048}, 1, nil)
