@@ -46,7 +46,7 @@ type Options struct {
 	TokenBytes int     // of KV cache for one token; see Input. 0: what a token's transfer takes is learnt
 	Link       float64 // bytes a second
 
-	// Load says how busy an engine is, by its ID, as admit.Options has it. An older one than 5 s counts for nothing.
+	// Load says how busy an engine is, by its ID, as admit.Options has it. An older one than 2 s counts for nothing.
 	Load func(id string) inspect.Load
 
 	// ErrorBound is the mean relative error of the policy's predictions, of TTFT or of ITL, from which on they count

@@ -57,7 +57,7 @@ const (
 	usualStep   = 2048 // tokens: vLLM's max_num_batched_tokens for most cards
 	usualBlock  = 16
 	usualBlocks = 25_000
-	lagMost     = 5 * time.Second // an older figure counts for nothing: see decide.Options.Load
+	lagMost     = 2 * time.Second // an older figure counts for nothing: see decide.Options.Load
 )
 
 // attempt is what is kept of a recorded decision.
