@@ -141,7 +141,7 @@ func (en *engine) streams(found []address, asked bool) {
 	}
 	en.mu.Unlock()
 	for _, a := range found {
-		if strings.HasPrefix(a.events, "http") {
+		if strings.Contains(a.events, "://") {
 			running.Go(func() { (&poller{en: en, url: a.events, ranks: map[int]*polled{}}).run(ctx) })
 		} else if a.events != "" {
 			running.Go(func() { en.stream(a.rank).connect(ctx, a.events) })

@@ -378,3 +378,30 @@ func TestTheStateOfTensorRTLLMFollowsTheEngine(t *testing.T) {
 		f.holds(p, 320)
 	}
 }
+
+// An engine whose host begins like a URL publishes over ZeroMQ all the same.
+func TestAHostNamedHTTPIsNotPolled(t *testing.T) {
+	t.Parallel()
+	e, err := discovery.New("http://http-engine.invalid:8000", discovery.RoleDecode)
+	require.NoError(t, err)
+	e.Attributes = map[string]string{"kvEvents": "tcp://*:5557"}
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan error, 1)
+	sub, err := kvevents.New(kvindex.New().Sink(), &kvevents.Options{Observe: func(_ kvevents.Source, err error) {
+		select {
+		case told <- err:
+		default:
+		}
+	}})
+	require.NoError(t, err)
+	set, err := static.NewSet(e)
+	require.NoError(t, err)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = set.Run(ctx) })
+	running.Go(func() { assert.NoError(t, sub.Run(ctx, set)) })
+	var why *kvevents.Error
+	require.ErrorAs(t, <-told, &why)
+	assert.Equal(t, "connect", why.Op)
+}
