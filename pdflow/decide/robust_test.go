@@ -130,9 +130,10 @@ func TestPicturesInAPromptAreNotText(t *testing.T) {
 // Policies are told the limit that the client gives the response, in whichever member its API has it.
 func TestPoliciesKnowTheClientsLimit(t *testing.T) {
 	for body, want := range map[string]int{
-		`{"model":"m","messages":[],"max_completion_tokens":40}`: 40,
-		`{"model":"m","messages":[],"max_tokens":16.0}`:          16,
-		`{"model":"m","messages":[]}`:                            0, `{"model":"m","messages":[],"max_tokens":9000000000000000000}`: 1 << 30,
+		`{"model":"m","messages":[],"max_completion_tokens":40}`:       40,
+		`{"model":"m","messages":[],"max_tokens":16.0}`:                16,
+		`{"model":"m","messages":[]}`:                                  0,
+		`{"model":"m","messages":[],"max_tokens":9000000000000000000}`: 1 << 30,
 	} {
 		r, err := connector.ParseRequest(connector.APIChat, []byte(body))
 		require.NoError(t, err)
