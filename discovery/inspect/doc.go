@@ -21,8 +21,10 @@
 //   - GET /metrics: the engine label of vLLM's gauges becomes the attribute dpSize, if it counts from 0 without a gap.
 //     If it counts from a higher number, the other ranks are in other pods or at other ports, and it becomes
 //     dpSizeLocal and dpStartRank (v1/engine/core_client.py of 0.32.0: engine_ranks_managed).
-//     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting; of
-//     SGLang sglang:token_usage, sglang:num_running_reqs, sglang:num_queue_reqs) become the [Load] of a [Reading],
+//     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting,
+//     vllm:num_requests_kv_fetch_by_stage; of SGLang sglang:token_usage, sglang:num_running_reqs,
+//     sglang:num_queue_reqs and its queues before and behind a transfer, sglang:num_decode_prealloc_queue_reqs,
+//     sglang:num_decode_transfer_queue_reqs, sglang:num_prefill_bootstrap_queue_reqs) become the [Load] of a [Reading],
 //     and so does what they count of KV (vllm:prompt_tokens_by_source_total, vllm:nixl_…, sglang:kv_transfer_…,
 //     lmcache:local_…), of tokens (vllm:generation_tokens_total, sglang:realtime_tokens_total) and of requests
 //     (vllm:request_success_total, sglang:num_requests_total); see [KV].

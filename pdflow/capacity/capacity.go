@@ -53,7 +53,7 @@ type Role struct {
 	Engines int // that are not draining
 	Told    int // of these, that have said how busy they are, within Stale
 
-	Running, Waiting int        // requests
+	Running, Waiting int        // requests; one that fetches KV waits for no engine
 	KVUsage          float64    // of the fullest engine, 0 to 1
 	Held             inspect.KV // Memory and Disk
 	// Counted is what all engines of the role have counted since they were first observed, also those that are gone. It
