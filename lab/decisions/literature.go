@@ -181,10 +181,12 @@ type turns struct {
 	first, later, output [2]int  // tokens: from, and to below
 }
 
-func (t turns) trace() (*simulate.Trace, error) {
+func (t turns) trace() (*simulate.Trace, error) { return traceOf(t.entries()) }
+
+func traceOf(all []turn) (*simulate.Trace, error) {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
-	for _, e := range t.entries() {
+	for _, e := range all {
 		if err := to.Encode(e); err != nil {
 			return nil, err
 		}
@@ -236,6 +238,23 @@ func (t turns) entries() (all []turn) {
 		return 1
 	})
 	return all
+}
+
+// fan is a trace of documents, one a second, and 16 questions about each within half a second.
+func fan() (*simulate.Trace, error) {
+	r := rand.New(rand.NewPCG(7, 1)) //nolint:gosec // the same each time
+	var all []turn
+	at := 0.0
+	for d := range 40 {
+		at += r.ExpFloat64()
+		document := segment{fmt.Sprintf("document %d", d), tokenBytes * (16000 + r.IntN(32000))}
+		for q := range 16 {
+			id := fmt.Sprintf("document %d question %d", d, q)
+			all = append(all, turn{At: at + r.Float64()/2, Session: id, Answer: id + " answer",
+				Segments: []segment{document, {id, tokenBytes * 100}}, Output: 50 + r.IntN(100)})
+		}
+	}
+	return traceOf(all) // which sorts them
 }
 
 // isLater tells which requests are not the first of their conversation.
