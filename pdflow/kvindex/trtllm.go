@@ -58,7 +58,7 @@ func (s *stream) applyTRTLLM(payload []byte) {
 	d := members(e[0], "type", "parent_hash", "blocks", "block_hashes", "block_hash", "cache_level")
 	switch d[0].Str {
 	case "stored":
-		s.storedTRTLLM(d[1], d[2].Array(), w)
+		s.storedTRTLLM(d[1], d[2], w)
 	case "removed":
 		s.removedTRTLLM(d[3], w)
 	case "updated":
@@ -68,8 +68,20 @@ func (s *stream) applyTRTLLM(payload []byte) {
 	}
 }
 
-func (s *stream) storedTRTLLM(parent gjson.Result, blocks []gjson.Result, w where) {
-	if len(blocks) == 0 {
+// trtBlocksMost bounds the blocks of a stored event, which take 80 bytes each while it is read, however short they are.
+const trtBlocksMost = 1 << 17
+
+func (s *stream) storedTRTLLM(parent, list gjson.Result, w where) {
+	var blocks []gjson.Result
+	list.ForEach(func(_, block gjson.Result) bool {
+		blocks = append(blocks, block)
+		return len(blocks) <= trtBlocksMost
+	})
+	switch n := len(blocks); {
+	case n == 0:
+		return
+	case n > trtBlocksMost:
+		s.spoil(unusableTooMany)
 		return
 	}
 	h := s.index.hash

@@ -4,6 +4,7 @@ package kvindex
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -277,4 +278,17 @@ func FuzzTRTLLM(f *testing.F) {
 		x.Match(&Query{Model: "m", Tokens: slices.Concat(p, p)}, nil)
 		checkBooks(t, x)
 	})
+}
+
+// An event of a great many blocks is not read, and takes little memory.
+func TestAnEventOfTooManyBlocksIsRefused(t *testing.T) {
+	e := &trtEngine{t: t, x: New()}
+	e.tell(trtCreated)
+	many := `{"type":"stored","blocks":[` + strings.Repeat("0,", 2<<20) + `0]}`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	e.tell(many)
+	runtime.ReadMemStats(&after)
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(100<<20))
+	e.want(Incomplete, unusableTooMany, nil, 0)
 }
