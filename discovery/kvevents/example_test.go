@@ -40,6 +40,7 @@ func (c *counting) Replayed(_ kvevents.Source, seq uint64, _ []byte, _ time.Time
 func (c *counting) ReplayFrom(kvevents.Source) (from uint64, needed bool)   { return c.next, false }
 func (c *counting) ReplayEnd(kvevents.Source, bool, time.Time) (again bool) { return false }
 func (c *counting) Lost(kvevents.Source, time.Time)                         {}
+func (c *counting) Gone(kvevents.Source, time.Time)                         {}
 func (c *counting) Forget(string)                                           {}
 
 // An engine publishes which blocks it holds, and a subscriber gives each batch to a sink: those before it came, and

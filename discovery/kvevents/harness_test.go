@@ -150,6 +150,13 @@ func (b *book) Lost(src Source, _ time.Time) {
 	e.lost, e.needed, e.live = true, true, 0
 }
 
+func (b *book) Gone(src Source, now time.Time) {
+	b.mu.Lock()
+	delete(b.streams, src)
+	b.mu.Unlock()
+	b.Lost(src, now)
+}
+
 func (b *book) Forget(engine string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

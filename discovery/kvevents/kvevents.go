@@ -35,8 +35,10 @@ type Sink interface {
 	ReplayEnd(src Source, whole bool, now time.Time) (again bool)
 	// Lost says that the stream is broken: batches may be missing, and the engine may be another process.
 	Lost(src Source, now time.Time)
-	// Forget says that nothing is known of an engine any more: it is in the list no more, or its connection was lost
-	// and it offers no replay, so that nothing will show whether it is still the same process.
+	// Gone is Lost where nothing will show whether the engine is still the same process, since it offers no replay:
+	// nothing is known of the source any more.
+	Gone(src Source, now time.Time)
+	// Forget says that nothing is known of an engine any more: it is in the list no more.
 	Forget(engine string)
 }
 

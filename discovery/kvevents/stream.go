@@ -79,10 +79,11 @@ func (st *stream) live(ctx context.Context, c *zmtp.Conn, first [][]byte) error 
 	defer func() {
 		st.s.n.streams.Add(-1)
 		st.s.n.lost.Add(1)
-		if st.replayAt() == "" { // nothing will show whether who publishes next is the same process
-			st.s.sink.Forget(st.src.Engine)
+		if st.replayAt() == "" {
+			st.s.sink.Gone(st.src, time.Now())
+		} else {
+			st.s.sink.Lost(st.src, time.Now())
 		}
-		st.s.sink.Lost(st.src, time.Now())
 	}()
 	st.s.observe(st.src, "", nil)
 	if first != nil {

@@ -159,6 +159,23 @@ func TestAnEngineWithoutReplayIsNeverExactUnlessItIsNew(t *testing.T) {
 	assert.False(t, b.exact(first, 1))
 }
 
+// The connection of one rank says nothing of the others.
+func TestALostConnectionWithoutReplayForgetsItsRankAlone(t *testing.T) {
+	p, other := newPublisher(t, "a"), newPublisher(t, "b")
+	b := newBook()
+	s := begin(t, b, nil, endpoint(t, "p", map[string]string{
+		"kvEvents": "tcp://" + p.pub.Addr() + ",tcp://" + other.pub.Addr()}))
+	second := Source{Engine: "p", Model: "m", Rank: 1}
+	eventually(t, "the sink is told", func() bool { return b.get(first).replays > 0 && b.get(second).replays > 0 })
+	p.publish(1)
+	other.publish(1)
+	eventually(t, "live", func() bool { return len(b.get(first).aside) == 1 && len(b.get(second).aside) == 1 })
+	p.pub.Drop()
+	eventually(t, "lost", func() bool { return s.Counts().Lost == 1 && b.get(first).lost })
+	assert.Empty(t, b.get(first).aside)
+	assert.Len(t, b.get(second).aside, 1)
+}
+
 func TestABrokenConnectionIsLostAtOnceAndGoesOn(t *testing.T) {
 	p := newPublisher(t, "a")
 	p.publish(3)

@@ -31,4 +31,6 @@ func (s sink) ReplayEnd(src kvevents.Source, whole bool, now time.Time) (again b
 
 func (s sink) Lost(src kvevents.Source, now time.Time) { s.x.Lost(Source(src), now) }
 
+func (s sink) Gone(src kvevents.Source, now time.Time) { s.x.Gone(Source(src), now) }
+
 func (s sink) Forget(engine string) { s.x.Forget(engine) }

@@ -59,6 +59,10 @@ func TestTheEventsOfARealEngineTellWhatItHolds(t *testing.T) {
 	assert.Zero(t, held(r.Requests[5].Prompt), "it was evicted long ago")
 	sink.Lost(src, now)
 	assert.Equal(t, kvindex.Unknown, x.State("e").State)
+	assert.NotZero(t, held(last))
+	sink.Gone(src, now)
+	assert.Equal(t, kvindex.Unknown, x.State("e").State)
+	assert.Zero(t, held(last))
 	sink.Forget("e")
 	assert.Zero(t, held(last))
 }

@@ -309,6 +309,18 @@ func (s *stream) goOn() {
 func (x *Index) Lost(src Source, now time.Time) {
 	s := x.stream(src)
 	defer s.mu.Unlock()
+	s.lose(now)
+}
+
+// Gone is Lost where no replay will come, as the engine offers none: what was known is dropped, of this source alone.
+func (x *Index) Gone(src Source, now time.Time) {
+	s := x.stream(src)
+	defer s.mu.Unlock()
+	s.restart()
+	s.lose(now)
+}
+
+func (s *stream) lose(now time.Time) {
 	s.doubt, s.live, s.replay = true, false, replayNone
 	s.aside, s.asideSize = nil, 0
 	s.settle(now)
