@@ -30,7 +30,7 @@ type ban struct {
 
 var bans = []ban{
 	{
-		pkg: "os", members: []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv"},
+		except: "internal/sharedtest/", pkg: "os", members: []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv"},
 		why: "a library takes options: two flows in one process must be able to differ, and a reader must see " +
 			"what decides",
 	},
@@ -159,17 +159,20 @@ func localName(file *ast.File, importPath string) string {
 }
 
 // importsInternal returns one text for each import of the root module's internal packages by a file of the examples
-// or of the programs. The compiler would allow it, as the paths of their modules lie below the root's.
+// or of the programs. The compiler would allow it, as the paths of their modules lie below the root's. Tests that are
+// no examples may have the helpers that tests share.
 func importsInternal(root, name string, src any) ([]string, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(name)), src, parser.ImportsOnly)
 	if err != nil {
 		return nil, err
 	}
+	base := name[strings.LastIndex(name, "/")+1:]
+	tests := strings.HasSuffix(base, "_test.go") && !strings.HasPrefix(base, "example")
 	var found []string
 	for _, spec := range file.Imports {
 		path, err := strconv.Unquote(spec.Path.Value)
-		if err == nil && match("internal/...", path) {
+		if err == nil && match("internal/...", path) && !(tests && match("internal/sharedtest", path)) {
 			found = append(
 				found, fmt.Sprintf("%s:%d: %s: an example shows what a reader can write, and no reader can import this",
 					name, files.Position(spec.Pos()).Line, short(path)))
