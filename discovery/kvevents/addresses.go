@@ -50,7 +50,7 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	}
 	if events := lists[0]; len(events) > 0 && strings.HasPrefix(events[0], "http") {
 		at, ok := pollAt(events[0], e.Host())
-		if !ok || len(events)+len(lists[1]) > 1 {
+		if !ok || len(events)+len(lists[1])+len(lists[2]) > 1 {
 			return nil, errNoPoll
 		}
 		return []address{{events: at}}, nil

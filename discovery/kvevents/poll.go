@@ -23,7 +23,8 @@ const maxDrain = 1 << 30
 const (
 	errTaken = plainError("events are missing: another gateway has taken them, or this one before it started, or the " +
 		"engine's event_buffer_max_size is too small; let one gateway alone read them, and start the engine again")
-	errNoPoll   = plainError("kvEvents must be one http://HOST:PORT/kv_cache_events, without kvEventsReplay")
+	errNoPoll = plainError("kvEvents must be one http://HOST:PORT/kv_cache_events, without kvEventsReplay " +
+		"and loadEvents")
 	errNoClient = plainError("there is no client that could ask for them")
 	errTooMuch  = plainError("the response is too large")
 )

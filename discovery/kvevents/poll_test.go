@@ -280,8 +280,10 @@ func TestAddressesOfEventsThatAreTaken(t *testing.T) {
 		require.NoError(t, err)
 		e.Attributes = map[string]string{"kvEvents": address}
 		assert.Equal(t, want, kvevents.CheckAttributes(e) == nil, address)
-		e.Attributes["kvEventsReplay"] = "tcp://a:2"
-		require.Error(t, kvevents.CheckAttributes(e))
+		for _, other := range []string{"kvEventsReplay", "loadEvents"} {
+			e.Attributes = map[string]string{"kvEvents": address, other: "tcp://a:2"}
+			require.Error(t, kvevents.CheckAttributes(e))
+		}
 	}
 }
 
