@@ -68,7 +68,7 @@ func (k *kvReader) message() (frames [][]byte) {
 	}
 }
 
-// replayKV returns the payloads that a replay from a number on has.
+// replayKV returns the payloads that a replay from a number on has; the engine may have forgotten the first of these.
 func replayKV(t *testing.T, e *enginesim.Engine, from uint64, frames int) (payloads [][]byte) {
 	t.Helper()
 	_, replay := e.KVEvents()
@@ -79,7 +79,12 @@ func replayKV(t *testing.T, e *enginesim.Engine, from uint64, frames int) (paylo
 		if string(m[frames-2]) == "\xff\xff\xff\xff\xff\xff\xff\xff" {
 			return payloads
 		}
-		assert.Equal(t, from+uint64(len(payloads)), binary.BigEndian.Uint64(m[frames-2]))
+		n := binary.BigEndian.Uint64(m[frames-2])
+		if payloads == nil {
+			assert.GreaterOrEqual(t, n, from)
+			from = n
+		}
+		assert.Equal(t, from+uint64(len(payloads)), n)
 		payloads = append(payloads, m[frames-1])
 	}
 }
@@ -187,10 +192,11 @@ func TestARestartedEngineCountsItsBatchesFromZero(t *testing.T) {
 	require.NoError(t, err)
 	defer e.Close()
 	events, replay := e.KVEvents()
-	for i := range 4 {
+	for i := 0; len(replayKV(t, e, 2, 4)) < 2; i++ { // of quick requests, some events come in one batch
+		require.Less(t, i, 1000)
 		generateKV(t, e, fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":1}`, i, strings.Repeat("x", 64)))
 	}
-	require.Eventually(t, func() bool { return len(replayKV(t, e, 2, 4)) == 2 }, 20*time.Second, 10*time.Millisecond)
+	assert.Len(t, replayKV(t, e, 0, 4), 2, "no more is kept")
 	e.Freeze()
 	e.Thaw()
 	require.NoError(t, e.Restart())
@@ -200,6 +206,6 @@ func TestARestartedEngineCountsItsBatchesFromZero(t *testing.T) {
 	e.DropKVConnections()
 	e.DropKVEvents(1)
 	generateKV(t, e, `{"model":"tiny","prompt":"`+strings.Repeat("x", 64)+`","max_tokens":1}`)
-	require.Eventually(t, func() bool { return len(replayKV(t, e, 0, 4)) == 1 }, 20*time.Second, 10*time.Millisecond,
+	require.Eventually(t, func() bool { return len(replayKV(t, e, 0, 4)) > 0 }, 20*time.Second, 10*time.Millisecond,
 		"what was dropped is in the replay")
 }

@@ -88,15 +88,12 @@ func checkKeys(valid func(authorization string) bool, next http.Handler) http.Ha
 	})
 }
 
-type engineKey struct {
-	next http.RoundTripper
-	key  string
-}
-
-func (t engineKey) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context()) // a RoundTripper must not change the request
-	r.Header.Set("Authorization", "Bearer "+t.key)
-	return t.next.RoundTrip(r)
+func withEngineKey(engines http.RoundTripper, file string) http.RoundTripper {
+	key, err := transport.KeyFile(file)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return transport.WithHeader(engines, key)
 }
 
 func ownRequestID(r *http.Request) string {
@@ -199,7 +196,7 @@ func Example_middleware() {
 	engines := transport.New(nil)
 	defer engines.Close()
 	flow := exampleFlow(prefill, decode, pdflow.WithRequestID(ownRequestID),
-		pdflow.WithTransport(legHeader{engineKey{next: engines, key: "engines-own"}}))
+		pdflow.WithTransport(legHeader{engines}))
 	defer flow.Shutdown(context.Background())
 
 	handler := http.StripPrefix("/llm", checkKeys(
@@ -236,7 +233,9 @@ func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 		seen <- r.Header.Get("Authorization") + r.Header.Get("X-Api-Key")
 		return engines.RoundTrip(r)
 	})
-	flow := exampleFlow(prefill, decode, pdflow.WithTransport(engineKey{next: spy, key: "engines-own"}))
+	file := filepath.Join(t.TempDir(), "engine-key")
+	require.NoError(t, os.WriteFile(file, []byte("engines-own\n"), 0o600))
+	flow := exampleFlow(prefill, decode, pdflow.WithTransport(withEngineKey(spy, file)))
 	defer flow.Shutdown(context.Background())
 
 	handler := checkKeys(func(string) bool { return true }, flow)

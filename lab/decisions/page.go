@@ -67,7 +67,8 @@ func page(all []*cell, requests int) string {
 	}
 	fmt.Fprintf(&b, "\nThe decider is at least as good as the best of the three in %d cells, and reaches %.0f %% of "+
 		"it in %d. Without refusing it does so in %d. With wrong speeds (prefill 50 %% too long, decode "+
-		"50 %% too short), loads that are 1 s old and two gateways it reaches %.0f %% of what the best of the three has without all that in %d.\n\n"+
+		"50 %% too short), loads that are 1 s old and two gateways it reaches %.0f %% of what the best of the "+
+		"three has without all that in %d.\n\n"+
 		"![Goodput](decisions.png)\n\n",
 		best, 100*near, len(all)-len(below), patient, 100*robust, len(all)-len(withErrors))
 	b.WriteString("## When splitting pays\n\nThe mean over workloads and loads:\n\n" +
