@@ -71,8 +71,8 @@ func papers() []paper {
 			loses: trial{what: "2 prefill and 2 decode engines far above what they can serve: one new document of " +
 				"16,000 to 48,000 tokens a second, 16 questions about it within half a second, objectives of 4 s and " +
 				"35 ms. It was found among 13 such settings, in most of which prediction is as good or better; with " +
-				"two other seeds 9.5 % good become 4.8 %, and 8.9 % become 8.3 %. Why is not known. Never to refuse is " +
-				"worse than both (below 1 %). On Mooncake's trace no place was found, from 1 to 9 times its speed:",
+				"two other seeds 9.5 % good become 4.8 %, and 8.9 % become 8.3 %. Why is not known. Never to refuse " +
+				"is worse than both (below 1 %). On Mooncake's trace no place was found, from 1 to 9 times its speed:",
 				of: missed, trace: fan, speed: 1, requests: 640, pd: [2]int{2, 2}, link: 50e9, slo: overload,
 				refuses: true, policies: refusals},
 		},
