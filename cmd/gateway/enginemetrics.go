@@ -41,7 +41,8 @@ func (t *telemetry) observeModels(models func() []*model) error {
 	endpoints := gauge("pd.endpoints", "{endpoint}", "Engines known, by role and phase")
 	inFlight := gauge("pd.requests.in_flight", "{request}", "Requests in flight, by what they wait for")
 	running := gauge("pd.engine.requests.running", "{request}", "Requests that the engines run, as they say")
-	waiting := gauge("pd.engine.requests.waiting", "{request}", "Requests in the engines' queues, as they say")
+	waiting := gauge("pd.engine.requests.waiting", "{request}",
+		"Requests in the engines' queues, as they say, without those whose KV is on its way")
 	usage := gauge("pd.engine.kv.usage", "1", "Share of its KV memory that the fullest engine uses")
 	held := gauge("pd.engine.kv.held", "By", "KV that the engines' LMCache holds, in memory and on disk")
 	prompt := counter("pd.engine.prompt.tokens", "{token}",
