@@ -222,7 +222,9 @@ func TestTheMetricsAreTheTruth(t *testing.T) {
 	assert.Zero(t, w.counts["no response"])
 	t.Log(w.counts)
 	for _, l := range append(p, d...) {
+		l.mu.Lock() // engines may still serve what clients have left
 		t.Log(l.ended)
+		l.mu.Unlock()
 	}
 	var page string
 	assert.EventuallyWithT(t, func(c *assert.CollectT) { // leases end, and engines are asked
