@@ -99,7 +99,7 @@ func TestReadinessFollowsTheProbes(t *testing.T) {
 	assert.Contains(t, body, `"healthy": false`)
 	p.set(func(e *engine) { e.sick = false })
 	g.becomes(http.StatusOK)
-	assert.Contains(t, g.log.String(), "engine is ready again")
+	eventually(t, func() bool { return strings.Contains(g.log.String(), "engine is ready again") })
 }
 
 func TestOperatorsSeeWhatIsInFlight(t *testing.T) {
