@@ -63,8 +63,8 @@ lmcache:local_storage_usage{worker_id="0"} 5e9
 	}
 }
 
-// Requests whose KV is on its way are told apart from those that wait for the engine. With priorities, SGLang gives each
-// beside the sum of all.
+// Requests whose KV is on its way are told apart from those that wait for the engine. With priorities, SGLang gives
+// each beside the sum of all.
 func TestRequestsThatFetchAreTold(t *testing.T) {
 	for name, c := range map[string]struct {
 		page string
